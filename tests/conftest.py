@@ -27,10 +27,12 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 
 import leaks
 import selection
-from lightning_sink.data import lookahead
+from lightning_sink.data import lookahead, pace
 from lightning_sink.data.turn import NumpyTurns
 from lightning_sink.engine import compiled
 from lightning_sink.engine.numbers import bound_names
+from lightning_sink.engine.programs import chunks as chunks_of_programs
+from lightning_sink.engine.programs import maker
 from lightning_sink.engine.programs.window import Window
 from lightning_sink.engine.state import closures, referrers
 from lightning_sink.trainer.loop_sink import LoopSink
@@ -122,8 +124,11 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def unhurried(monkeypatch):
     """Lets what is decided by the clock be as on a fast machine, however slow this one is."""
-    monkeypatch.setattr(lookahead, "_SECONDS", 1e6)
+    for module in (chunks_of_programs, lookahead):
+        monkeypatch.setattr(module, "_SECONDS", 1e6)
     monkeypatch.setattr(compiled, "_FREE_SECONDS", 1e6)
+    monkeypatch.setattr(pace, "_CHEAP", float("inf"))  # no fetch is tried on the queue's thread
+    monkeypatch.setattr(maker, "perf_counter", lambda: 0.0)  # no program takes longer than it is worth
 
 
 @pytest.fixture

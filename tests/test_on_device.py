@@ -22,14 +22,12 @@ from fake_device import DEVICE, FakeAccelerator, waits
 from fake_graphs import FakeGraphs
 from gallery.kept import assert_kept
 from lightning_sink import SinkDataModule, SinkStrategy, data_sink
-from lightning_sink.data import pace
 from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.reuse import Reuse
 from lightning_sink.engine.compiler.generated import compile_graph
 from lightning_sink.engine.device import on_device
 from lightning_sink.engine.device.block import Block
 from lightning_sink.engine.device.captured import CapturedStep
-from lightning_sink.engine.programs import chunks
 from lightning_sink.errors import CompileError
 from lightning_sink.trainer.batch_hooks import BatchHooks
 from parity import Net, assert_parity, both, loader, once
@@ -45,16 +43,13 @@ pytestmark = [
 
 
 @pytest.fixture
-def unasked(monkeypatch):
+def unasked(monkeypatch, unhurried):
     """Inductor is not asked, which takes it half a second for each step, and rows are as long as there are batches."""
 
     def refuse(*arguments):
         raise NotImplementedError("no code for the fake device")
 
     monkeypatch.setattr(on_device, "compile_graph", refuse)
-    # By the clock rows of steps on a busy machine, where one may take milliseconds, would be too short for a loop.
-    monkeypatch.setattr(chunks, "_SECONDS", 1e3)
-    monkeypatch.setattr(pace, "_CHEAP", float("inf"))
 
 
 @pytest.fixture

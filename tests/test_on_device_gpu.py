@@ -11,7 +11,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import positions
 from gpu import needs_gpu
 from lightning_sink import SinkDataModule, SinkStrategy, data_sink
-from lightning_sink.data import pace
 from lightning_sink.engine.device import captured
 from lightning_sink.engine.device.block import Block
 from lightning_sink.engine.device.captured_row import CapturedRow
@@ -461,8 +460,8 @@ class DrawnOnGpu:
 
 @needs_gpu
 @pytest.mark.parametrize("engine", ["eager", "cudagraph"])
-def test_a_loader_that_draws_from_the_gpus_generator_beside_dropout(engine, monkeypatch):
-    monkeypatch.setattr(pace, "_CHEAP", float("inf"))  # each batch is fetched by the trainer's thread
+@pytest.mark.usefixtures("unhurried")
+def test_a_loader_that_draws_from_the_gpus_generator_beside_dropout(engine):
     compared(Net, engine, data=DrawnOnGpu)
 
 

@@ -186,14 +186,14 @@ def test_a_count_that_all_steps_of_a_window_add_to():
     assert_parity(plain, sink)
 
 
-def test_control_counts_of_windows_as_they_lie_before_a_row_train_another_model(monkeypatch):
+def test_control_counts_of_windows_as_they_lie_before_a_row_train_another_model(monkeypatch, unhurried):
     monkeypatch.setattr(step_counts.Count, "passed", lambda self: None)
     plain, sink = trained("past a count", "traced", accumulate_grad_batches=3)
     with pytest.raises(AssertionError):
         assert_parity(plain, sink)
 
 
-def test_control_counts_as_they_lie_before_a_row_train_another_model(monkeypatch):
+def test_control_counts_as_they_lie_before_a_row_train_another_model(monkeypatch, unhurried):
     monkeypatch.setattr(step_counts.Count, "passed", lambda self: None)
     plain, sink = trained("past a count", "traced")
     with pytest.raises(AssertionError):

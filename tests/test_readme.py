@@ -22,7 +22,7 @@ def test_there_are_blocks():
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_a_block_runs(block, capsys):
+def test_a_block_runs(block, capsys, unhurried):
     if "pytorch_lightning" in block:  # what it does to imports stays with its process
         subprocess.run([sys.executable, "-c", block], check=True)
         return

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from gallery.held_schedulers import Warmup
 from lightning_sink import SinkDataModule, SinkStrategy
-from lightning_sink.data import lending, lookahead, pace, supply
+from lightning_sink.data import lending, pace, supply
 from lightning_sink.data.reuse import Reuse, _Leaf
 from lightning_sink.engine.compiler.toolchain import missing_compiler
 from lightning_sink.engine.programs import chunks as engine_chunks
@@ -54,9 +54,8 @@ def test_training_and_rows_are_plain_lightnings(chunks, make, data, size):
 @pytest.mark.parametrize("make", [Quiet, Net], ids=["draws nothing", "draws"])
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}], ids=["order", "shuffled"])
 @pytest.mark.parametrize("last", [8, 7])
-def test_a_row_goes_on_behind_a_traversals_end(chunks, make, options, last, monkeypatch):
+def test_a_row_goes_on_behind_a_traversals_end(chunks, make, options, last):
     """Traversals begin, and draw, in their turn."""
-    monkeypatch.setattr(pace, "_CHEAP", float("inf"))  # each batch is fetched by the trainer's thread
     plain, sink = both(make, lambda: loader(9, last=last, **options), SinkStrategy(60, engine="traced"), max_epochs=2)
     assert_parity(plain, sink)
     assert plain.generators == sink.generators
@@ -662,8 +661,7 @@ class DrawingLater(Drawing):
         return super().__getitem__(index) if index > 300 else self.inner[index]
 
 
-def test_a_fetch_that_draws_all_the_same_is_warned_of(chunks, monkeypatch):
-    monkeypatch.setattr(pace, "_CHEAP", float("inf"))
+def test_a_fetch_that_draws_all_the_same_is_warned_of(chunks):
     data = DataLoader(DrawingLater(), batch_size=8)
     run = train(Quiet(), data, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=1)
     assert chunks
@@ -675,7 +673,6 @@ def test_a_fetch_that_draws_all_the_same_is_warned_of(chunks, monkeypatch):
 @pytest.mark.parametrize("make", [Quiet, Net, Sometimes])
 def test_control_fetched_ahead_they_get_other_numbers(chunks, make, monkeypatch):
     monkeypatch.setattr(supply, "watch_states", lambda: lambda: False)
-    monkeypatch.setattr(pace, "_CHEAP", float("inf"))  # no fetch is tried on the thread, which would notice it too
     strategy = SinkStrategy(-1, epoch="dataset", engine="traced")
     plain, sink = both(make, lambda: DataLoader(Drawing(), batch_size=8), strategy, max_epochs=2)
     assert chunks
@@ -738,15 +735,7 @@ def test_a_loader_that_fills_memory_again(chunks, buffers, later):
     assert ("fills the memory" in reason) == (buffers < 40 or later is not None)
 
 
-def by_the_trainer(monkeypatch):
-    """Lets each batch be fetched by the trainer's thread, however long that takes."""
-    monkeypatch.setattr(pace, "_CHEAP", float("inf"))
-    for module in (engine_chunks, lookahead):
-        monkeypatch.setattr(module, "_SECONDS", 1e3)
-
-
-def test_rows_of_small_batches_become_longer(chunks, monkeypatch):
-    by_the_trainer(monkeypatch)
+def test_rows_of_small_batches_become_longer(chunks):
     batches = [*loader(300, last=8)]
     compare(Quiet, "traced", -1, data=lambda: InMemory(batches))
     assert chunks.index(16) < chunks.index(64)
@@ -755,7 +744,6 @@ def test_rows_of_small_batches_become_longer(chunks, monkeypatch):
 
 @pytest.mark.parametrize("given", [{"buffer_size": 16}, {"small": 8 * 4 * 4}], ids=["as chosen", "large"])
 def test_where_they_are_not_small_or_the_user_chose_they_do_not(chunks, monkeypatch, given):
-    by_the_trainer(monkeypatch)
     monkeypatch.setattr(lending, "_SMALL", given.get("small", 1 << 16))
     data = InMemory([*loader(300, last=8)])
     if "buffer_size" in given:
@@ -787,29 +775,25 @@ class CentresLater(Centres):
     [(Centres, 20, 0), (Centres, 50, 16), (Centres, 140, 16)]
     + [(CentresLater, 20, 64), (CentresLater, 50, 64), (CentresLater, 140, 64)],
 )
-def test_steps_that_write_to_their_batches(chunks, monkeypatch, make, count, longest):
-    by_the_trainer(monkeypatch)
+def test_steps_that_write_to_their_batches(chunks, make, count, longest):
     compare(make, "traced", -1, data=lambda: InMemory([*loader(count, last=8)] * (420 // count)))
     assert max(chunks, default=0) == longest
 
 
-def test_steps_that_write_to_their_batches_while_these_are_looked_at(chunks, monkeypatch):
-    by_the_trainer(monkeypatch)
+def test_steps_that_write_to_their_batches_while_these_are_looked_at(chunks):
     compare(CentresLater, "traced", -1, data=lambda: InMemory([*loader(60, last=8)]), max_epochs=6)
     assert max(chunks) == 16
 
 
 @pytest.mark.narrow
 @pytest.mark.parametrize(("buffers", "longest"), [(40, 16), (100, 16), (140, 64)])
-def test_a_loader_that_fills_memory_again_far_behind(chunks, monkeypatch, buffers, longest):
+def test_a_loader_that_fills_memory_again_far_behind(chunks, buffers, longest):
     """So far that rows of 16 do not meet it, and longer ones may."""
-    by_the_trainer(monkeypatch)
     compare(Quiet, "traced", -1, data=lambda: Refilled(buffers, count=300))
     assert max(chunks) == longest
 
 
 def test_control_longer_rows_of_what_is_overwritten_train_another_model(chunks, monkeypatch):
-    by_the_trainer(monkeypatch)
     monkeypatch.setattr(_Leaf, "holds_another", lambda leaf: False)
     strategy = SinkStrategy(-1, epoch="dataset", engine="traced")
     with pytest.raises(AssertionError):
@@ -865,8 +849,7 @@ def test_samples_that_stack_themselves_into_memory_of_theirs(chunks):
     assert "fills the memory" in sink.trainer.strategy.queue_report().in_step_because
 
 
-def test_control_others_are_run_in_rows_from_the_fourth_on(chunks, monkeypatch):
-    monkeypatch.setattr(pace, "_CHEAP", float("inf"))  # rows are not cut for a trial of the queue's thread
+def test_control_others_are_run_in_rows_from_the_fourth_on(chunks):
     rows = [*loader(60, last=8).dataset]
     _, sink = compare(Quiet, "traced", -1, data=lambda: DataLoader(rows, batch_size=8))
     assert sink.trainer.strategy.queue_report().in_step_because == ""

@@ -11,9 +11,7 @@ from torch import nn
 
 import positions
 from lightning_sink import SinkDataModule, SinkStrategy
-from lightning_sink.data import pace
 from lightning_sink.engine.compiler.toolchain import missing_compiler
-from lightning_sink.engine.programs import chunks
 from lightning_sink.engine.programs.program import Program
 from parity import Net, assert_parity, compare, loader, once
 from test_manual_counts import Saved
@@ -21,12 +19,7 @@ from test_steps_in_a_row import InMemory, assert_left_the_same, failed
 
 missing = pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 
-
-@pytest.fixture(autouse=True)
-def long_rows(monkeypatch):
-    """By the clock of a busy machine rows would be short, and batches fetched one by one."""
-    monkeypatch.setattr(chunks, "_SECONDS", 1e3)
-    monkeypatch.setattr(pace, "_CHEAP", float("inf"))
+pytestmark = pytest.mark.usefixtures("unhurried")
 
 
 def in_rows(rows):

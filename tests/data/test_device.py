@@ -28,6 +28,8 @@ from lightning_sink.data.listed_texts import Looked, Parts
 from lightning_sink.data.options import QueueOptions
 from lightning_sink.data.streams import Streams
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 COPY, COMPUTE = 0, 1
 TORN = 0xEE
 """What is in memory while a copy is under way."""
@@ -695,7 +697,6 @@ def test_small_batches_are_sent_by_one_copy_for_each_tensor_of_theirs(groups):
 def test_rows_are_as_long_as_a_copy_wherever_those_before_them_end(monkeypatch, groups):
     """A batch takes 512 bytes there: a copy takes 32. Remainders of copies would make short rows of long ones."""
     monkeypatch.setattr(lookahead, "_COPY", 33 * 512)
-    monkeypatch.setattr(lookahead, "_SECONDS", LONG)
     fake, rows, behind = Fake([COPY]), [], 0
     source = Batches([500], groups=groups)
     with queue_of(source, FakePace(False), QueueOptions(buffer_size=100), device=Device(fake)) as queue:

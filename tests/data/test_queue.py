@@ -26,6 +26,8 @@ from lightning_sink.data.queue import BatchQueue
 from lightning_sink.data.traversals import NotYet
 from lightning_sink.errors import DataTimeoutError, SinkWarning
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 LONG = 20.0
 """Seconds after which a test gives up; nothing here takes that long unless it is wrong."""
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lightning_sink.engine import compiled
 from lightning_sink.engine.compiler import inductor
 from lightning_sink.engine.programs import maker
 
@@ -11,6 +12,7 @@ from lightning_sink.engine.programs import maker
 def _time_stands_still(monkeypatch):
     """Programs cost nothing, however slow the machine is, where a test does not say what they do."""
     monkeypatch.setattr(maker, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(compiled, "_FREE_SECONDS", 1e6)
 
 
 @pytest.fixture(scope="module")
