@@ -26,7 +26,7 @@ class Quiet(Net):
         self.net[3] = nn.Identity()
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(
     ("make", "optimizer", "count"),
     [(Quiet, "sgd", 2), (Quiet, "adam", 3), (Quiet, "foreach", 7), (Net, "adam", 2), (Net, "sgd", 7)],
@@ -40,7 +40,7 @@ def test_training_is_plain_lightnings(rows, make, optimizer, count):
     assert {turns for _, turns in rows} == {count}
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(
     ("schedule", "every"), [("onecycle", 1), ("onecycle", 5), ("step", 2), ("step", 50), ("plateau", 1), ("plateau", 5)]
 )
@@ -59,7 +59,7 @@ def test_machine_code_runs_them(rows):
     assert sum(steps for steps, _ in rows) > 90
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(
     ("make", "engine"),
     [(Quiet, "traced"), pytest.param(Net, "inductor", marks=missing)],
@@ -192,7 +192,7 @@ class Smooths(Quiet):
         return loss + 0.01 * self.last
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(
     ("make", "in_rows"),
     [
@@ -245,7 +245,7 @@ class Silent(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize(
     ("every", "other", "engine"),
     [(4, 5, "traced"), (8, 11, "traced"), (4, 11, "traced"), pytest.param(4, 5, "inductor", marks=missing)],

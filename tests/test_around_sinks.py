@@ -187,7 +187,7 @@ class Workers(L.Callback):
         self.counts.append(len(multiprocessing.active_children()))
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_end_when_others_take_their_place(engine, persistent):

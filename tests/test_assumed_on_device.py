@@ -108,7 +108,7 @@ CASES = {
 }
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("engine", ["traced", "cudagraph"])
 def test_they_are_captured_and_plain_lightnings(name, engine, fake):

@@ -79,7 +79,7 @@ def of_kind(kind, batches=17, last=3):
     return DataLoader(dataset, batch_size=8, collate_fn=collate)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_batch(kind, engine):
@@ -132,7 +132,7 @@ class Marked:
             yield given, y
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("refills", [False, True])
 def test_attributes_of_tensors_are_values_of_the_batch(engine, refills):
@@ -158,11 +158,13 @@ def with_numbers(numbers):
     return lambda: DataLoader(batches, batch_size=None)
 
 
+@pytest.mark.narrow(11)
 @ENGINES
 def test_a_number_that_changes_is_not_frozen(engine):
     compare(Changing, engine, -1, data=with_numbers(range(20)), max_epochs=4)
 
 
+@pytest.mark.narrow(11)
 @ENGINES
 def test_numbers_that_never_come_again_run_eagerly(engine):
     class Fresh(IterableDataset):
@@ -271,6 +273,7 @@ class HalfModule(Net):
         return [batch[0] + 1.0, batch[1]]
 
 
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize(
     ("module", "data"),
@@ -346,7 +349,7 @@ def test_a_transfer_hook_that_draws(engine):
     compare(Drawing, engine, sink_size=6)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize(
     ("precision", "tolerance"),
@@ -375,7 +378,7 @@ class Stream(IterableDataset):
         yield from loader(11)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("sink_size", [4, 11, -1])
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 3}, {"limit_train_batches": 7}], ids=str)
@@ -427,7 +430,7 @@ def with_negated(numbers):
     return lambda: DataLoader(given, batch_size=None)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("numbers", [range(40), range(25, 40), range(3, 40, 6)], ids=["all", "late", "some"])
 def test_a_negated_batch_is_not_read_as_its_memory(numbers, engine):
@@ -582,6 +585,7 @@ class MaskedAtFirst(Masked):
         )
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("sizes", [[24], [24, 25, 26, 27]], ids=len)
 def test_steps_that_could_not_be_compiled_at_first_are_tried_again(sizes):
     batches = [(torch.randn(size, 6), torch.randint(3, (size,))) for size in sizes * (40 // len(sizes))]

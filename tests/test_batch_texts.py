@@ -57,7 +57,7 @@ class ByKeys(Net):
         return super().training_step((batch["x"], batch["y"]), batch_idx)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["traced", "inductor"])
 @pytest.mark.parametrize(("make", "kind"), [(Hands, tuple), (ByKeys, dict)])
 @pytest.mark.parametrize("size", [-1, 7])
@@ -114,7 +114,7 @@ def lists(samples):
     return torch.stack(x), torch.stack(y), [*names]
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("make", [Weighs, KeepsThem, Returns, KeepsThemBehindTheBatch, Sorts])
 def test_steps_that_look_at_names_run_eagerly(make):
     def data():

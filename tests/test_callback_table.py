@@ -127,7 +127,7 @@ def _device_stats(monkeypatch):
     DeviceStats(monkeypatch)
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.filterwarnings("ignore")
 @ENGINES
 @pytest.mark.parametrize("size", [5, -1])
@@ -158,7 +158,7 @@ def without_stats(rows):
     return [(step, row) for step, row in rows if not any("DeviceStats" in name for name in row)]
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("name", ONCE)
 def test_what_is_called_once_per_sink(name, engine, capfd):
@@ -187,7 +187,7 @@ def test_what_is_called_once_per_sink(name, engine, capfd):
     assert_parity(plain, sink, exact=engine == "eager")
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.filterwarnings("ignore:When using the `ThroughputMonitor`, you need to define")
 @pytest.mark.filterwarnings("ignore:The forked file should be committed")
 @ENGINES

@@ -95,7 +95,7 @@ class Backs(L.Callback):
             pl_module.net[0].weight.mul_(0.999)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("kind", [Scales, Clears, Backs])
 def test_a_callback_inside_the_step_is_part_of_its_program(kind, engine):
@@ -288,7 +288,7 @@ class Averaged(Net):
         self.register_buffer("average", torch.zeros(3))
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("size", [4, -1])
 @pytest.mark.parametrize("first", [True, False])
@@ -342,7 +342,7 @@ class SeesEveryStart(SeesBegun, EMAWeightAveraging):
         self.seen = {}
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("size", [4, -1])
 @pytest.mark.parametrize("first", [True, False])
@@ -566,7 +566,7 @@ class Average(WeightAveraging):
         super().on_train_epoch_end(trainer, pl_module)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("size", [4, -1])
 @pytest.mark.parametrize("kind", [Spikes, Average])

@@ -42,7 +42,7 @@ def sinks(size=-1, engine="traced"):
     return SinkStrategy(size, epoch="dataset", engine=engine)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["traced", "inductor"])
 @pytest.mark.parametrize("size", [-1, 1, 5, 48])
 def test_they_hold_what_plain_lightning_leaves(size, engine):

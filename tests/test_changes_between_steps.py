@@ -76,6 +76,7 @@ def as_plain(kind, at, verify):
     assert_parity(plain, sink)
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("verify", [0, 2])
 @pytest.mark.parametrize("at", WHEN)
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,11 +193,13 @@ def marked_as_plain(kind):
     assert_parity(plain, sink)
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("kind", MARKED)
 def test_which_of_two_equal_objects_an_attribute_holds_is_seen(kind):
     marked_as_plain(kind)
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("kind", MARKED)
 def test_control_by_what_is_in_them_it_is_not(kind, monkeypatch):
     for room in (closures, holders):
@@ -268,6 +271,7 @@ def compiled(monkeypatch):
     return found
 
 
+@pytest.mark.narrow(11)
 @positions.needed
 @pytest.mark.parametrize(("batches", "epochs"), [(40, 5), (10, 25)])
 def test_what_was_compiled_serves_behind_an_object_that_is_made_anew(batches, epochs, compiled):

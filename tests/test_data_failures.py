@@ -103,7 +103,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(("size", "epoch"), [(-1, "dataset"), (4, "dataset"), (6, "sink")])
 def test_an_error_comes_after_the_batches_before_it(way, source, size, epoch):
@@ -172,7 +172,7 @@ def looked_after(monkeypatch):
 
 
 # Torch's handler of the signal that a child has died raises wherever the main thread is, its own `__del__` included.
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <function _MultiProcessingDataLoaderIter.__del__")
 @pytest.mark.parametrize("size", [-1, 6])
 def test_a_worker_that_is_killed(way, size, looked_after):
@@ -214,7 +214,7 @@ def test_a_hang_in_the_process_that_ends_later(way):
     assert strategy.queue_report().batches_consumed == 9
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("timeout", [None, 60.0])
 def test_ctrl_c_while_waiting_for_a_batch(way, buffered, timeout):

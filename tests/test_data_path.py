@@ -311,7 +311,7 @@ def test_a_resumed_training_sees_the_rest_of_the_batches(
     assert all(len(batch) == len(other) for batch, other in zip(rest.seen, whole.seen[done:], strict=True))
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("size", "epoch"), [(-1, "dataset"), (5, "sink")])
 @pytest.mark.parametrize("persistent", [False, True])
@@ -350,7 +350,7 @@ LOADERS = {
 SINKS = [(-1, "dataset"), (4, "dataset"), (4, "sink"), (13, "sink"), (1, "sink")]
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize(("size", "epoch"), SINKS)
 @pytest.mark.parametrize("way", ["ahead", "changing"])
@@ -362,7 +362,7 @@ def test_any_loader(kind, size, epoch, way):
         assert_same_batches(LOADERS[kind], sinks(size, epoch))
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("way", ["ahead", "changing"])
 def test_workers_in_an_endless_traversal(way, persistent):
@@ -402,7 +402,7 @@ def combined(mode, kind):
     return CombinedLoader(loaders, mode)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("mode", ["max_size", "max_size_cycle", "min_size"])
 @pytest.mark.parametrize("kind", ["dict", "list", "stream"])
 @pytest.mark.parametrize(("size", "epoch"), SINKS)
@@ -419,7 +419,7 @@ def test_combined_loaders(mode, kind, size, epoch):
             assert plain.states == sink.states
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str)
 @pytest.mark.parametrize("mode", ["max_size", "max_size_cycle", "min_size"])
 def test_one_loader_that_stands_twice(mode, workers):
@@ -483,7 +483,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize(("size", "epoch"), [(-1, "dataset"), (3, "dataset")])
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
@@ -527,7 +527,7 @@ class Noisy(Dataset):
         return self.x[index] + torch.randn(6) * 0.1, index % 3
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(
     "data", [lambda: loader(shuffle=True), lambda: DataLoader(Noisy(60), batch_size=8, shuffle=True)]
 )
@@ -545,7 +545,7 @@ def test_validation_that_draws(way, data, size, epoch, interval):
     assert torch.equal(runs[0].end, runs[1].end)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true", "32-true"])
 @pytest.mark.parametrize("kind", ["tensors", "noisy", "made in the default dtype"])
 def test_precision(way, precision, kind):
@@ -619,7 +619,7 @@ def strip_super(kind):
 strip_super(HookedData)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("owner", ["module", "datamodule"])
 @pytest.mark.filterwarnings("ignore:You have overridden `transfer_batch_to_device`")
 @pytest.mark.parametrize("ahead", [False, True])
@@ -647,7 +647,7 @@ def test_transfer_hooks_run_once_for_each_batch_in_order(way, owner, ahead, size
         assert len(threads) == 2
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(("size", "epoch"), [(-1, "dataset"), (3, "dataset"), (7, "sink")])
 @pytest.mark.parametrize("workers", [0, 1])
@@ -712,7 +712,7 @@ def test_nothing_is_fetched_during_a_validation_that_just_became_due(monkeypatch
     assert before[0] < 200
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(("size", "epoch"), [(4, "dataset"), (7, "sink"), (1, "dataset")])
 @pytest.mark.parametrize("timeout", [None, 60.0])
 def test_what_a_callback_changes_is_seen_by_the_next_sinks_first_batch(way, size, epoch, timeout):
@@ -760,7 +760,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
 @pytest.mark.parametrize("size", [-1, 3])

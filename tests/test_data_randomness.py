@@ -195,20 +195,20 @@ def mapped(**options):
 AT_ANY_TIME = ["torch", "numpy", "python", "all"]
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("draw", [draw for draw in DRAWS if draw not in AT_ANY_TIME])
 def test_draws_of_every_kind(draw):
     assert_same(mapped(draw=DRAWS[draw], when=WHEN["some indices"]), sinks=SINKS[:2], ways=WAYS[:1] + WAYS[2:])
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("draw", AT_ANY_TIME)
 @pytest.mark.parametrize("when", WHEN)
 def test_draws_at_any_time(draw, when):
     assert_same(mapped(draw=DRAWS[draw], when=WHEN[when]))
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("draw", ["torch", "numpy", "python"])
 @pytest.mark.parametrize("step", [NumpyStep, PythonStep, BothStep])
 def test_draws_beside_a_step_that_draws(draw, step):
@@ -237,7 +237,7 @@ def test_draws_in_the_sampler(draw):
     assert_same(data, sinks=SINKS[:2])
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("draw", ["torch", "numpy", "python"])
 @pytest.mark.parametrize("when", ["always", "some indices"])
 def test_draws_of_a_stream(draw, when):
@@ -255,7 +255,7 @@ SEEDS = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_data_that_seeds_for_each_sample(seed):
     def data():
@@ -388,7 +388,7 @@ def test_draws_out_of_turn_would_show(draw, monkeypatch):
         assert_parity(plain, other, exact=True)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("draw", [None, "torch", "numpy", "python"])
 def test_traced_steps_meet_the_same_batches(draw):
     data = mapped(draw=DRAWS[draw] if draw else (lambda: 0.0), when=WHEN["some indices"])

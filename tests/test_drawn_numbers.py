@@ -53,7 +53,7 @@ def assert_alike(plain, sink):
     assert plain.generators == sink.generators
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("engine", ["eager", "traced", "inductor"])
 @pytest.mark.parametrize("size", [-1, 1, 5, 48])
 @pytest.mark.parametrize("data", [many, many_that_draw])
@@ -208,7 +208,7 @@ class SamplesAnew(Samples):
         self.metric = AddsAnew(draw)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("make", [Samples, SamplesAnew])
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(())])
 def test_a_metric_that_draws_late_is_named(draw, make):

@@ -69,7 +69,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_step_changes_in_place(change):
     plain, sink = both(lambda: Fails(change), loader, SinkStrategy(-1, epoch="dataset", engine="traced"), max_epochs=2)
@@ -144,7 +144,7 @@ class GoneError(RuntimeError):
     """A user's own."""
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("error", [GoneError, ConnectionError])
 @pytest.mark.parametrize("at", [1, 2, 3, 5, 20])
 def test_an_error_of_the_users_that_comes_once_ends_the_training(at, error):

@@ -118,7 +118,7 @@ def assert_left_alike(case, plain, sink, exact=False):
         assert expected == found, f"the final state of the random generator of {name}"
 
 
-@pytest.mark.narrow(9)
+@pytest.mark.narrow(19)
 @pytest.mark.parametrize("case", SAME, ids=names)
 def test_in_sinks(case):
     """Steps in eager sinks are those that are recorded, so most cases leave them out."""
@@ -141,7 +141,7 @@ def assert_says_what_runs_eagerly(case, sink):
         assert case.line is None or any(case.line in line_named(text) for text in fitting), warned
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize("case", [case for case in TRAINED if case.warns is not None], ids=names)
 def test_says_that_it_differs(case, engine):
@@ -167,7 +167,7 @@ def test_refused(case):
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize("case", [case for case in CASES if case.raises is not None], ids=names)
 def test_raises_what_plain_lightning_raises(case, engine):
@@ -231,7 +231,7 @@ class ValidatedData(Data):
         return self.validation
 
 
-@pytest.mark.narrow(9)
+@pytest.mark.narrow(19)
 @pytest.mark.parametrize("case", HOOKED, ids=names)
 def test_hooks_are_called_in_plain_lightnings_order(case):
     plain, expected = sequence(case, "auto")

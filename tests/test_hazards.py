@@ -360,7 +360,7 @@ def check(name, base, verify=0):
 BASES = pytest.mark.parametrize("base", [Small, Net])
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @BASES
 @pytest.mark.parametrize("name", HAZARDS)
 def test_hazard(name, base):
@@ -397,7 +397,7 @@ SHOWN = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("name", [name for name in HAZARDS if name not in SHOWN])
 def test_control_without_detection_each_of_these_fails(name, monkeypatch):
     blind(monkeypatch)

@@ -51,7 +51,7 @@ def assert_kept(plain, sink):
     assert [type(number) for number in kept(sink)] == [float, float, int]
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["traced", "inductor"])
 @pytest.mark.parametrize("size", [-1, 1, 5, 48])
 def test_they_hold_what_plain_lightning_leaves(size, engine, chunks):
@@ -168,6 +168,7 @@ class Grows(Net):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("steps", range(3, 8))
 def test_a_number_becomes_too_large_in_a_step_that_is_verified(steps):

@@ -168,7 +168,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.filterwarnings("ignore:You requested to overfit but enabled train dataloader shuffling")
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize("size", [-1, 4])
@@ -244,7 +244,7 @@ class Stream(IterableDataset):
             yield torch.randn(6, generator=generator), number % 3
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize(
     ("size", "epoch", "ends"),
@@ -315,7 +315,7 @@ class Promising:
         return iter(self.inner)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize("size", [-1, 3, 4, 9])
 def test_a_loader_shorter_than_it_announced(size, engine):

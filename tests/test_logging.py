@@ -77,7 +77,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @ENGINES
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_option_of_log(options, engine):
@@ -113,7 +113,7 @@ HOOKS = {
 }
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @ENGINES
 @SIZES
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -160,7 +160,7 @@ class Rate(Net):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @SIZES
 @pytest.mark.parametrize("make", [Mixed, lambda: Rate("sgd", "onecycle")], ids=["mixed", "rate"])
@@ -272,7 +272,7 @@ class LogsByTwoHooks(Net):
         return loss
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("batches", [12, 17])
 @pytest.mark.parametrize("size", [3, 7, -1])

@@ -33,7 +33,7 @@ def runs(kind, size, engine="eager", callbacks=list, **options):
     return plain, sink
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @ENGINES
 @SIZES
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,7 +42,7 @@ def test_the_counters_at_the_end(kind, size, engine):
     assert plain.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total.completed > 0
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("steps", [2, 7, 13])
 @WAYS
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,7 +69,7 @@ def test_max_steps_means_nothing_where_nothing_is_counted(size):
     assert plain.trainer.global_step == 0
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @SIZES
 @pytest.mark.parametrize("kind", KINDS)
 def test_min_steps(kind, size):
@@ -90,7 +90,7 @@ class Saved(ModelCheckpoint):
         super()._save_checkpoint(trainer, filepath)
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize("every", [2, 3])
 @WAYS
@@ -162,7 +162,7 @@ def test_validation_counts_batches(size, options):
     assert kept[0].at == kept[1].at
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("every", [1, 2, 5])
 @SIZES
 def test_rows_have_plain_lightnings_steps(size, every):

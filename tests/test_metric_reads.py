@@ -77,7 +77,7 @@ class InADataset(Looks):
 PLACES = [InASchedule, InTheHookOfSchedules, InATransferHook, InADataset]
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.filterwarnings("ignore:You have overridden `.*transfer")
@@ -197,7 +197,7 @@ class Reads(L.Callback):
         self.found = read(trainer)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize(
     ("where", "is_late"),

@@ -106,7 +106,7 @@ def test_a_metric_that_may_write_to_what_it_is_given_is_met_by_each_step():
     assert any("`MeanMetric.update()` with a number as its `nan_strategy`" in text for text in sink.warned)
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize(
     ("engine", "size"),
     [("eager", -1), ("eager", 25), ("traced", -1), ("traced", 25), pytest.param("inductor", -1, marks=missing)],
@@ -120,7 +120,7 @@ def test_rows_that_measure_are_plain_lightnings(chunks, engine, size):
         assert metric._update_count == expected._update_count
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize(
     ("engine", "most", "accumulate"),
     [
@@ -152,6 +152,7 @@ def test_steps_of_a_window_that_measure_otherwise_run_one_by_one(chunks):
     assert not chunks
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["traced", pytest.param("inductor", marks=missing)])
 def test_the_history_has_what_was_measured_in_each_step(engine):
     eager, compiled = (
@@ -193,7 +194,7 @@ class Marked(Measured):
         return loss
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(
     ("engine", "where", "accumulate"),
     [*itertools.product(["traced"], [30, 41], [1, 3]), pytest.param("inductor", 41, 1, marks=missing)],

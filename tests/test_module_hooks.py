@@ -102,7 +102,7 @@ HOOKED = [
 ]
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("kind", HOOKED)
 @WAYS
 def test_a_hook_takes_part_in_every_step(kind, accumulate, engine):
@@ -157,7 +157,7 @@ class ClearsAtEpochs(Net):
         optimizer.zero_grad(set_to_none=epoch % 2 == 0)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("kind", [StepsAtBatches, StepsAtEpochs, ClearsAtEpochs])
 @WAYS
 def test_hooks_that_use_the_numbers_they_are_called_with(kind, accumulate, engine):
@@ -214,7 +214,7 @@ class EndsEpochs(Net):
         return -1 if batch_idx >= 9 else None
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @ENGINES
 @pytest.mark.parametrize("does", ["nothing", "logs", "counts", "keeps", "writes"])
 @pytest.mark.parametrize("sink_size", [7, -1])
@@ -282,7 +282,7 @@ class Skips(Net):
         return None if batch_idx % 4 == 2 else loss
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("sink_size", [3, -1])
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -434,7 +434,7 @@ class Unfreezes(Frozen):
             self.net[0].requires_grad_(True)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("kind", [CountsInABuffer, Average, ReboundAverage, Frozen, Tied, Groups, Unfreezes])
 @WAYS
 def test_steps_that_are_compiled(kind, accumulate, engine):

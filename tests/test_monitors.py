@@ -131,7 +131,7 @@ def test_a_training_without_a_loss_says_so(capsys):
 NAN, INF = math.nan, math.inf
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("size", [1, 4, 7, -1])
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ MODULES = {
 }
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("name", MODULES)
 def test_a_training_is_plain_lightnings(name, fake):
     data = lambda: loader(26, shuffle=True)  # noqa: E731
@@ -271,7 +271,7 @@ def test_a_training_is_plain_lightnings(name, fake):
         assert sum(stream.copies for stream in fake.streams) > 0
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizers_with_lists_of_tensors(kind, fake):
     make = lambda: OptimizedBy(kind, **OPTIMIZERS[kind])  # noqa: E731
@@ -327,7 +327,7 @@ REPEATED = {
 }
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("name", REPEATED)
 def test_rows_that_the_device_repeats_by_itself(name, fake, monkeypatch):
     monkeypatch.setattr(FakeGraphs, "loops", True)
@@ -429,7 +429,7 @@ ACCUMULATE = {
 }
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize(("name", "accumulate"), [("adam", 2), ("adam", 8), *((name, 3) for name in ACCUMULATE)])
 def test_windows_of_accumulation_are_replayed_in_rows(name, accumulate, fake, chunks):
     found = compared(ACCUMULATE[name], "cudagraph", 40, data=lambda: loader(120), accumulate_grad_batches=accumulate)
@@ -457,7 +457,7 @@ def test_draws_on_the_host_where_nothing_can_be_captured(accumulate, fake, monke
 BY_TURNS = [Accumulates, Critic, NamingCritic, Toggling, Penalizes]
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("make", BY_TURNS, ids=lambda make: make.__name__)
 def test_ways_through_a_step_that_come_again_are_replayed_in_rows(make, fake, rows):
     found = compared(make, "cudagraph", -1, data=lambda: loader(120))
@@ -542,7 +542,7 @@ def test_memory_of_data_without_a_length_is_filled_again_a_batch_sooner(device):
     compared(Net, "traced", 30, data=lambda: Unsized(2, 37, device))
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("places", [None, 1, 2, 7, 20])
 def test_batches_that_lie_on_the_device_are_trained_in_rows_where_their_memory_stays(places, fake, monkeypatch):
     rows, row = [], CapturedStep.row
@@ -702,7 +702,7 @@ class StillCollecting(Still):
         return loss
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("data", [lambda: loader(200, last=8), kept_there, pinned, lambda: Lying(batches=200)])
 @pytest.mark.parametrize(
     ("make", "engine"),
@@ -737,7 +737,7 @@ class Asking(Net):
         return loss * (1.5 if batch[0][0, 0] > 0 else 1.0)
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize(
     ("engine", "data"),
     [
@@ -875,7 +875,7 @@ def test_a_callback_that_draws_on_the_device_is_told_that_the_training_differs()
     assert not [text for text in quiet.warned if "A callback changes" in text]
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("place", ["on the host", "on the device", "in part"])
 @pytest.mark.parametrize("gathers", [True, False])
 def test_a_step_function_that_moves_its_batches_itself(gathers, place, fake):

@@ -137,7 +137,7 @@ def trained(name, engine, **options):
     return both(KINDS[name][0], lambda: loader(STEPS, last=8), strategy, max_epochs=2, **options)
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
@@ -153,7 +153,7 @@ def test_decisions_by_counts_are_plain_lightnings(chunks, name, engine):
     assert bool(chunks) == KINDS[name][1]
 
 
-@pytest.mark.narrow(3)
+@pytest.mark.narrow(7)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.filterwarnings("ignore:The training step runs eagerly")
 def test_windows_whose_optimizer_looks_at_its_counts(chunks, name):

@@ -80,14 +80,14 @@ def test_control_plain_equals_plain_and_a_changed_training_does_not():
         assert_parity(runs[0], runs[2])
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_eager_is_plain_lightning_bit_for_bit(case):
     plain, sink = run_case(case, "eager")
     assert_parity(plain, sink, exact=True)
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_traced_is_plain_lightning(case):
     plain, sink = run_case(case, "traced")
@@ -106,7 +106,7 @@ INDUCTOR_CASES = [
 ]
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("case", INDUCTOR_CASES, ids=name)
 def test_inductor_is_plain_lightning(case):
     plain, sink = run_case(case, "inductor")

@@ -288,7 +288,7 @@ def caught(plan: Plan, message: str) -> bool:
     return False
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(("plan", "message"), [
     pytest.param(without(validate_every=None), "the host is there", id="no validation"),
     pytest.param(without(validate_over_epochs=False), "the host is there", id="validation in each epoch"),

@@ -94,7 +94,7 @@ def compared(plugin, engine, callbacks=list, sink_size=-1, tolerance=1e-4, **opt
     return runs
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("plugin", [Counts, Averages, Enters, Mixed], ids=lambda plugin: plugin.__name__)
 def test_state_of_a_plugins_own(plugin, engine):
@@ -150,7 +150,7 @@ class SetsFactor(L.Callback):
         setattr(trainer.strategy, self.name, 0.3 * getattr(trainer.strategy, self.name))
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("name", ["factor", "active"])
 @pytest.mark.parametrize("counts", [0, 1])

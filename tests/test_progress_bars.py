@@ -80,7 +80,7 @@ class Counting(SinkListener):
         self.beyond = max(self.beyond, trained - self.steps())
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @missing
 @pytest.mark.parametrize("fails_at", [None, 137])
 @pytest.mark.parametrize("counts", ["what has run", "control: what was gone through"])

@@ -56,7 +56,7 @@ def trained(tmp_path, monkeypatch):
 ENGINES = [("traced", seed) for seed in range(120)] + [("inductor", seed) for seed in range(200, 206)]
 
 
-@pytest.mark.narrow(16)
+@pytest.mark.narrow(31)
 @pytest.mark.parametrize(("engine", "seed"), ENGINES)
 def test_random_steps_train_as_plainly(engine, seed, trained):
     runs, source = trained(seed, engine)

@@ -143,6 +143,7 @@ def in_epochs(make, last, accumulate=1):
     assert sink.engine == "traced"
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(("make", "last"), [(Sized, 5), (MaskedAnew, 8)])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_what_is_replaced_in_each_epoch_is_read_from_its_place_in_the_end(chunks, recorded, make, last, accumulate):
@@ -151,6 +152,7 @@ def test_what_is_replaced_in_each_epoch_is_read_from_its_place_in_the_end(chunks
     assert sum(chunks) > 2 * 40
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("make", [Sums, Decides, SumsOnce])
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_what_steps_write_to_or_decide_by_stays_compiled(chunks, make, accumulate):

@@ -99,7 +99,7 @@ def content(path, folder):
     return {**saved, "callbacks": text}
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(
     ("accumulate", "size", "engine"),
     [(1, 7, "eager"), (1, -1, "eager"), (2, 7, "eager"), (2, -1, "eager"), (1, 7, "traced"), (2, -1, "traced")],
@@ -160,7 +160,7 @@ def go_on(data, chosen, checkpoint, **options):
     return run, batches.seen
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(("first", "second"), WAYS)
 @pytest.mark.parametrize(("accumulate", "engine"), [(1, "eager"), (2, "traced")])
 def test_resuming_at_an_epochs_end(accumulate, first, second, engine):
@@ -176,7 +176,7 @@ def test_resuming_at_an_epochs_end(accumulate, first, second, engine):
     assert_goes_on(whole, resumed, seen, exact=engine == "eager")
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(("first", "second"), WAYS)
 @pytest.mark.parametrize(("accumulate", "engine"), [(1, "eager"), (2, "traced")])
 def test_resuming_in_mid_epoch_with_a_stateful_loader(accumulate, first, second, engine):
@@ -208,7 +208,7 @@ def test_resuming_in_mid_epoch_with_a_plain_loader_trains_what_is_left():
     assert_goes_on(whole, resumed, left["sink"], exact=True)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(
     ("step", "accumulate", "engine"),
     [(3, 1, "eager"), (9, 1, "eager"), (18, 1, "eager"), (3, 2, "eager"), (9, 2, "eager"), (18, 2, "eager"),
@@ -265,7 +265,7 @@ class Breaking:
             yield batch
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_checkpoint_of_a_failure_is_plain_lightnings(accumulate, engine):

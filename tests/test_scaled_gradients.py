@@ -95,7 +95,7 @@ def compare(make, engine="traced", size=30, **options):
     return plain, sink
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("size", [30, -1])
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "foreach", "fused"])
 def test_a_training_is_plain_lightnings(kind, size, chunks):
@@ -104,7 +104,7 @@ def test_a_training_is_plain_lightnings(kind, size, chunks):
     assert all(tensor.isfinite().all() for name, tensor in plain.tensors.items() if "metric" not in name)
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("kind", ["adam", "fused"])
 @pytest.mark.parametrize("engine", ["traced", "inductor"])
 def test_gradients_of_a_step_that_was_left_out(kind, engine):
@@ -143,7 +143,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name, chunks):
     compare(lambda: OptimizedBy(OPTIMIZERS[name]))
@@ -151,7 +151,7 @@ def test_optimizers(name, chunks):
     assert sum(chunks) > 30 or name == "RAdam"
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(
     "options",
     [

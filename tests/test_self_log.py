@@ -65,7 +65,7 @@ def name_of(options):
     return "-".join(f"{key}={getattr(value, '__name__', value)}" for key, value in options.items())
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @ENGINES
 @pytest.mark.parametrize("options", OPTIONS, ids=name_of)
 def test_every_option(options, engine):
@@ -113,7 +113,7 @@ def logging_in(hook, **options):
     return type("Hooked", (Net,), {hook: override})
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize(("engine", "accumulate"), [("eager", 2), ("traced", 1), ("traced", 2)])
 def test_every_hook_of_the_module_may_log(hook, accumulate, engine):
@@ -133,7 +133,7 @@ def test_gradient_norms(engine):
     compare(Norms, engine, gradient_clip_val=0.1)
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @ENGINES
 @pytest.mark.parametrize("sink_size", [4, -1])
 @pytest.mark.parametrize("every", [1, 3, 50])
@@ -260,7 +260,7 @@ class Seen(L.Callback):
                 self.kept[f"{kind} {name} after {total}"] = torch.as_tensor(float(value))
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("kind", [Net, Dictionary, *map(logging_in, HOOKS)])
 def test_callbacks_see_plain_lightnings_metrics_at_sink_ends(kind, engine):
@@ -276,7 +276,7 @@ def test_callbacks_see_plain_lightnings_metrics_at_sink_ends(kind, engine):
     assert_tensors({name: plain[name] for name in sink}, sink, engine == "eager")
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("sink_size", [5, -1])
 @pytest.mark.parametrize("accumulate", [1, 2])

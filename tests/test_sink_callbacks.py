@@ -131,7 +131,7 @@ class StopsItself(Net):
         super().lr_scheduler_step(scheduler, metric)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("hook", ["training_step", "on_train_batch_start", "on_train_batch_end", "lr_scheduler_step"])
 def test_a_module_stops_the_training_at_once(hook, engine):
@@ -238,7 +238,7 @@ class Validations(L.Callback):
         self.steps.append(trainer.global_step)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("options", [{}, {"check_val_every_n_epoch": None}], ids=["in epochs", "over epochs"])
 def test_validation_by_the_clock(options, engine, monkeypatch):
@@ -300,14 +300,14 @@ def test_finetuning_adds_parameters_between_epochs(engine):
     assert len(sink.trainer.optimizers[0].param_groups) == 2
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_freezing_and_letting_go_between_epochs(optimizer, engine):
     pair(engine, lambda: [Switch()], lambda: Net(optimizer))
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("epoch", ["dataset", "sink"])
 def test_stochastic_weight_averaging(epoch, engine):
@@ -369,7 +369,7 @@ class Bar(TQDMProgressBar):
         self.states.append((trainer.current_epoch, bar.n, bar.total, metrics))
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("epoch", "size"), [("dataset", 7), ("dataset", -1), ("sink", 5)])
 def test_the_progress_bar_is_right_at_each_sinks_end(epoch, size, engine):
@@ -392,7 +392,7 @@ def test_the_progress_bar_is_right_at_each_sinks_end(epoch, size, engine):
 # -- trainers and strategies more than once -------------------------------------------------------------------------
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("epoch", "size"), [("dataset", 7), ("sink", 7), ("sink", -1)])
 def test_two_fits_of_one_trainer(epoch, size, engine):

@@ -40,7 +40,7 @@ def many(**options):
     return loader(60, **options)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("make", [Quiet, Net], ids=["draws nothing", "draws"])
 @pytest.mark.parametrize("data", [many, lambda: many(shuffle=True)], ids=["order", "shuffled"])
 @pytest.mark.parametrize("size", [-1, 25])
@@ -50,7 +50,7 @@ def test_training_and_rows_are_plain_lightnings(chunks, make, data, size):
     assert max(chunks) <= size or size < 0
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("make", [Quiet, Net], ids=["draws nothing", "draws"])
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}], ids=["order", "shuffled"])
 @pytest.mark.parametrize("last", [8, 7])
@@ -84,7 +84,7 @@ class StepRates(Quiet):
         return [optimizer], [{"scheduler": Warmup(optimizer), "interval": "step"}]
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("make", [OwnRates, StepRates])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_schedulers_of_the_users_are_stepped_in_rows(chunks, make, accumulate):
@@ -203,7 +203,7 @@ def test_a_monitor_sees_each_step_that_it_logs(chunks):
     assert max(chunks) <= 6
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("schedule", ["onecycle", "step"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_schedules_go_on_in_a_chunk(chunks, schedule, optimizer):
@@ -334,7 +334,7 @@ class ChangesSchedules(L.Callback):
             self.change(trainer, module)
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.filterwarnings("ignore:A callback changes weights")
 @pytest.mark.parametrize(
     ("change", "scheduled"),
@@ -426,7 +426,7 @@ def with_a_wrong_label(at):
     return InMemory(batches)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("schedule", ["none", "onecycle"])
 @pytest.mark.parametrize("at", [40, 47, 55])
 def test_steps_before_one_that_fails_are_counted(chunks, schedule, at):
@@ -490,7 +490,7 @@ def test_the_next_steps_are_gone_through_while_others_run(beside, make, schedule
     assert beside
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @missing
 @pytest.mark.parametrize("total", [30, 33, 38, 40, 55])
 def test_a_schedule_that_fails_while_others_run(beside, total):
@@ -538,7 +538,7 @@ FAILING = {
 }
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @missing
 @pytest.mark.parametrize("schedule", FAILING)
 @pytest.mark.parametrize("at", [40, 43, 50, 55])
@@ -725,7 +725,7 @@ class Refilled:
             yield held[place]
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("buffers", [1, 3, 40])
 @pytest.mark.parametrize("later", [None, 1, 2])
 def test_a_loader_that_fills_memory_again(chunks, buffers, later):
@@ -769,7 +769,7 @@ class CentresLater(Centres):
     since = 1
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize(
     ("make", "count", "longest"),
     [(Centres, 20, 0), (Centres, 50, 16), (Centres, 140, 16)]
@@ -810,7 +810,7 @@ class InOneList(Refilled):
             yield lists[number % self.buffers]
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("buffers", [1, 3])
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 def test_a_loader_that_fills_a_list_again(chunks, engine, buffers):
@@ -856,7 +856,7 @@ def test_control_others_are_run_in_rows_from_the_fourth_on(chunks):
     assert sum(chunks) > 100
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("kind", [Refilled, InOneList])
 @pytest.mark.parametrize("buffers", [1, 2, 5])
 @pytest.mark.parametrize("early_preload", [False, True])

@@ -193,7 +193,7 @@ class Rated(Net):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize("size", [-1, 4])
 def test_the_search_for_a_learning_rate_sees_every_step(size, engine):

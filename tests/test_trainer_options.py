@@ -91,7 +91,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_trained_without_this_suites_logger(name, engine):
@@ -187,7 +187,7 @@ KEPT = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize("size", [4, -1])
 @pytest.mark.parametrize("name", KEPT)
@@ -248,7 +248,7 @@ def test_a_fit_that_goes_on_with_more_epochs(engine):
     assert_same(*results, exact=engine == "eager")
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("size", [-1, 1, 4, 40])
 @pytest.mark.parametrize(
     "options", [{"max_steps": 20}, {"val_check_interval": 5}, {"limit_train_batches": 0.3}], ids=str
@@ -349,7 +349,7 @@ HEEDED = [(change, make) for change in CHANGES for make in Replans.__subclasses_
 HEEDED.remove(("callbacks", WithTheTransfer))
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize(("change", "make"), HEEDED)
 def test_what_a_hook_changes_of_the_trainer_is_heeded_from_there_on(change, make, engine):
@@ -401,7 +401,7 @@ class ChangingInTheStep(Changing, StepCallback):
     pass
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize("kind", [Changing, ChangingInTheStep])
 @pytest.mark.parametrize("where", ["start", "end"])

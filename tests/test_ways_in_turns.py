@@ -168,7 +168,7 @@ KINDS = [Accumulates, Silent, ClearsBefore, Critic, LoggingCritic, NamingCritic,
 KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @KIND
 @pytest.mark.parametrize("size", [-1, 23])
 def test_training_is_plain_lightnings(rows, kind, size):
@@ -178,7 +178,7 @@ def test_training_is_plain_lightnings(rows, kind, size):
 
 
 # Of those that differ only in what they log, one: what is compiled differs too, and each costs seconds.
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @missing
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (Silent, Critic, LoggingCritic)])
 def test_machine_code_runs_them(rows, kind):
@@ -187,7 +187,7 @@ def test_machine_code_runs_them(rows, kind):
     assert in_rows(rows) > 50
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("every", [2, 3, 7, 32])
 def test_windows_of_any_length(rows, every):
     compare(lambda: Accumulates(every), "traced", -1, data=lambda: loader(140))
@@ -199,7 +199,7 @@ def test_windows_that_are_too_long_run_one_call_a_step(rows):
     assert not rows
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("every", [1, 3, 7])
 @pytest.mark.parametrize("kind", [NamingCritic, Toggling, Penalizes], ids=lambda kind: kind.__name__)
 def test_rows_of_loggers_are_plain_lightnings(rows, kind, every):
@@ -245,7 +245,7 @@ def test_an_order_that_changes_is_followed(rows):
     assert {turns for _, turns in rows} == {2, 3}
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("buffer_size", [1, 3, 4, 9])
 def test_few_batches_in_line(rows, buffer_size):
     data = lambda: SinkDataModule.from_loaders(loader(61), buffer_size=buffer_size)  # noqa: E731
@@ -271,7 +271,7 @@ def test_steps_alike_run_in_rows_where_a_window_is_longer_than_the_line(rows, ch
     assert max(chunks) == 4
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("steps", [5, 9, 24])
 @pytest.mark.parametrize("kind", [Accumulates, Critic, ClearsBefore], ids=lambda kind: kind.__name__)
 def test_max_steps_ends_at_plain_lightnings_batch(rows, kind, steps):
@@ -281,7 +281,7 @@ def test_max_steps_ends_at_plain_lightnings_batch(rows, kind, steps):
     assert in_rows(rows) > 4 or steps < 24
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("every", [3, 7])
 @pytest.mark.parametrize("kind", [Accumulates, Critic, Penalizes], ids=lambda kind: kind.__name__)
 def test_checkpoints_are_saved_where_plain_lightning_saves_them(rows, kind, every, tmp_path):
@@ -303,7 +303,7 @@ def test_schedules_go_on_in_each_step(rows, schedule):
     assert in_rows(rows) > 60
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize(
     ("kind", "engine", "at"),
     [

@@ -507,7 +507,7 @@ def test_what_only_the_loader_itself_can_do(name):
     assert gathered(INELIGIBLE[name](), lambda: 9) is None
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("pins", [True, False])
 @pytest.mark.parametrize(

@@ -302,7 +302,7 @@ def test_options_of_the_users_change_nothing_about_numbers():
         subprocess.run([sys.executable, "-c", SMALL], check=True, env=environment)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("compiler", ["env {cc}", "{cc} -g", "false", "no such compiler", "'unfinished", "  "])
 def test_a_compiler_of_the_users_is_taken_with_its_options_and_others_where_it_fails(
     compiler, compiled_anew, monkeypatch

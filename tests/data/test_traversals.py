@@ -600,13 +600,13 @@ def check_every_place(name, fast, count):
         assert found == batches[k:], f"resumed behind batch {k}"
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(("name", "fast"), both_ways(LOADERS, DRAWS_LATER))
 def test_from_every_place_on(name, fast):
     check_every_place(name, fast, 24 if "default" in name or "own" in name else 11)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(("name", "fast"), both_ways(WORKERS))
 def test_from_every_place_on_with_workers(name, fast):
     check_every_place(name, fast, 9)

@@ -101,7 +101,7 @@ INDEX_USES = {
 INDEX_ARITHMETIC = ("modulo", "times tensor", "tensor times", "tensor", "max", "power", "where", "sine")
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("use", INDEX_USES)
 def test_a_batch_index_that_is_used(use):
     _, sink = both(scaled(INDEX_USES[use]), [batches(24)])
@@ -139,7 +139,7 @@ BRANCHES = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", [{}, {"costly": True}], ids=["at once", "with patience"])
 @pytest.mark.parametrize("name", BRANCHES)
 def test_each_way_through_a_step_has_a_program(name, engine):
@@ -196,7 +196,7 @@ ESCAPES = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_values_that_leave_the_step_make_it_run_plainly(escape):
     _, sink = both(scaled(ESCAPES[escape]), [batches(8)])
@@ -319,7 +319,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiles_and_is_the_same(name):
     _, sink = both(COMPILED[name])
@@ -401,7 +401,7 @@ class Incomparable:
 ANSWERS = {"one by one": lambda: np.array([True, False]), "an error": lambda: {}["unknown"]}
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("costly", [False, True])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_values_that_cannot_be_compared_are_reported(answer, costly):
@@ -508,7 +508,7 @@ PLAIN_OPTIMIZERS = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_compile(name):
     _, sink = both(of(ordinary, optimizer=lambda module: OPTIMIZERS[name](module.parameters())))
@@ -731,7 +731,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_changes_between_sinks_is_seen(name):
     factor, change = CHANGES[name]
@@ -789,7 +789,7 @@ def set_gradients(training, sink):
             parameter.grad = torch.ones_like(parameter)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 @pytest.mark.parametrize("change", [load_optimizer, decay, add_group, clear, freeze_and_thaw, set_gradients])
 def test_what_is_done_to_the_optimizer_between_sinks_is_seen(optimizer, change):
@@ -828,7 +828,7 @@ HIDDEN = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_hidden_state_in_an_attribute(name):
     initial, read, write = HIDDEN[name]

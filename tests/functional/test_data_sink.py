@@ -93,7 +93,7 @@ def assert_same(first, second, exact):
         torch.testing.assert_close(second[name], value, **close)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @ENGINES
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("calls", [[60], [20] * 3, [1] * 60])
@@ -287,7 +287,7 @@ FORMS = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_the_step_is_bound_to_may_change_between_calls(form, change, monkeypatch):

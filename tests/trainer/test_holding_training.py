@@ -171,7 +171,7 @@ class Mixes(L.LightningDataModule):
         return x * self.source.random(), y
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 @pytest.mark.parametrize("make", [np.random.default_rng, random.Random])
 def test_a_generator_that_rows_and_transfer_hooks_share(make, engine):
@@ -290,7 +290,7 @@ class LabelsAnew(Mining):
 GIVEN_LATE = [(LabelsFromTheStart, {}), (LabelsLater, {}), (LabelsAnew, {"reload_dataloaders_every_n_epochs": 1})]
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(("make", "options"), GIVEN_LATE)
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 def test_a_dataset_that_is_given_the_model_while_the_training_is_under_way(make, options, engine):

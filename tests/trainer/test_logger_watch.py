@@ -123,6 +123,7 @@ class OneNumber(Net):
         return loss
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}], ids=["", "accumulated"])
 @pytest.mark.parametrize("make", [Writes, ByTheTrainer, HasAWriter, OneNumber])
 def test_a_board_has_the_same_scalars(make, options, tmp_path):
@@ -230,6 +231,7 @@ class OfTheStep(StepCallback):
         trainer.logger.log_metrics({"mean": outputs["loss"].detach() / 2}, step=trainer.global_step)
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}], ids=["", "accumulated"])
 @pytest.mark.parametrize(
     "make",
@@ -314,6 +316,7 @@ class NamesItself(Rows):
             self.logger.log_metrics({"more": loss}, step=self.global_step)
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize(
     "make",
     [AsksForItsType, Keeps, Sets, Catches, UsesWhatItGives, HasAPart, WritesOfNumpy, WritesOddIntegers, NamesItself],

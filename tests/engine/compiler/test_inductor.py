@@ -49,7 +49,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @missing
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_convolutions_are_the_same_in_either_layout(kind):

@@ -80,7 +80,7 @@ def picks():
     return with_layouts(Recording(graph, inputs=inputs, largest=5))
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("wrong", [0, 3, 5])
 def test_a_step_that_fails_ends_the_row(compiler, wrong):
@@ -110,6 +110,7 @@ def doubled(convolved):
     return Recording(graph, inputs=[torch.ones(1, 1, 1), torch.ones(1, 1, 8)], largest=8)
 
 
+@pytest.mark.narrow(11)
 @missing
 @pytest.mark.parametrize("convolved", [False, True])
 def test_a_tensor_that_is_put_out_twice(convolved):

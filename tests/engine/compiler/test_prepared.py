@@ -147,6 +147,7 @@ def filled(x, name):
     return tensor if made is None else made
 
 
+@pytest.mark.narrow(11)
 @missing
 @pytest.mark.parametrize("name", FILLS)
 def test_filling_by_a_mask_comes_behind_filling_by_places(name):

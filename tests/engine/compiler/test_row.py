@@ -84,7 +84,7 @@ def run(steps, rounds, indices):
         taking.rest()
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_each_finds_what_the_one_before_has_left(steps, rounds):
     row, found, total = run(steps, rounds, [0] * rounds)

@@ -97,6 +97,7 @@ def step(*given):
 
 
 EVERY = {**OPERATIONS, **ACCEPTED}
+MORE = ["several threads", "unused"]
 GIVEN = [given.clone() for _, given, _ in EVERY.values()]
 
 
@@ -122,7 +123,7 @@ def looked_at(*given):
     return given[0].sum()
 
 
-@pytest.fixture(scope="module", params=["one thread", "several threads", "unused"])
+@pytest.fixture(scope="module", params=["one thread", *(pytest.param(p, marks=pytest.mark.narrow) for p in MORE)])
 def compiled(request, two_threads):
     """The step and what it stands for, compiled once for all of them."""
     original = looked_at if request.param == "unused" else step
@@ -139,7 +140,7 @@ def compiled(request, two_threads):
     return compiled_step, original
 
 
-@pytest.mark.narrow(9)
+@pytest.mark.narrow(5)
 @missing
 @pytest.mark.parametrize("name", EVERY)
 def test_a_wrong_value_is_refused_by_compiled_code(compiled, name):

@@ -38,7 +38,7 @@ def run(parts, total, rows, kept=(0, 2), side_by_side=True):
     return row.wait()
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 53, MOST - 1, MOST, MOST + 1, 2 * MOST + 37])
 def test_each_step_has_its_own_inputs_and_counts_once(count, side_by_side):

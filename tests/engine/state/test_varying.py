@@ -325,7 +325,7 @@ NEEDED_PLAINLY = {
 USES = COMPUTED_WITH | DECIDE | NEEDED_PLAINLY
 
 
-@pytest.mark.narrow(7)
+@pytest.mark.narrow(13)
 @pytest.mark.parametrize("use", USES)
 def test_what_a_step_uses_counts(use):
     _, sink = both(training(rescale, USES[use]), SINKS, verify=0)

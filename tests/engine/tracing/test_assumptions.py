@@ -63,6 +63,7 @@ def eagerly(state, given):
     return losses, [tensor.clone() for tensor in state.tensors], torch.get_rng_state()
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_a_program_that_goes_another_way_has_changed_nothing(compiler):
     state, recording = recorded()

@@ -235,6 +235,7 @@ def trained(make, batches=12, **options):
     return both(make, lambda: loader(batches, last=8), strategy, max_epochs=8, **options)
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.filterwarnings("ignore:The training step runs eagerly")
 @pytest.mark.parametrize("batches", [12, 25])
 @pytest.mark.parametrize("make", [AsksForAGradient, IsOfAnotherClass, IsTakenOutOfItsClass])
@@ -242,6 +243,7 @@ def test_tensors_of_other_kinds_are_no_such(make, batches):
     assert_parity(*trained(make, batches))
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("make", ALL)
 def test_which_tensor_it_is_decides_in_each_epoch(make):
     plain, sink = trained(make)
@@ -249,6 +251,7 @@ def test_which_tensor_it_is_decides_in_each_epoch(make):
     assert sink.engine == "traced"
 
 
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("make", [IsOnlyAsked, IsAGlobal, KeepsByIdentity, KeepsByKey, KeepsInACache, AsksForItsPlace])
 def test_control_steps_that_ask_are_taken_for_others(make, monkeypatch):
     monkeypatch.setattr(Identities, "may_ask", lambda *_, **__: False)

@@ -60,7 +60,7 @@ def vectors():
     return st.lists(st.integers(-2, 2), min_size=3, max_size=3).map(torch.tensor)
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("name", QUESTIONS)
 @given(st.data())
 def test_it_holds_for_the_batches_that_give_the_same(name, data):
@@ -134,7 +134,7 @@ WAYS = {
 }
 
 
-@pytest.mark.narrow(5)
+@pytest.mark.narrow(11)
 @pytest.mark.parametrize("engine", [{}, {"costly": True}], ids=["at once", "with patience"])
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_has_a_program(way, engine):
