@@ -75,23 +75,25 @@ def _compile(
     """Returns the code itself, what Inductor wraps it in, and the library of what is compiled once for all steps."""
     import torch._functorch.config as functorch_config
     from torch._inductor import standalone_compile
-    from torch._inductor.compile_fx import compile_fx_inner
 
     inner: list[Any] = []
 
     def keep(*args: Any, **kwargs: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx_inner
+
         inner.append(compile_fx_inner(*args, **kwargs))
         return inner[-1]
 
     settings = {"config_patches": options, "inner_compile": keep}
-    # This cache would give back the layers without calling `keep`; the cache below it, of compiled code, stays.
+    # The compiler begins first: the others import most of Inductor meanwhile. The cache of autograd's would give back
+    # the layers without calling `keep`; the cache below it, of compiled code, stays.
     with (
         _seldom_collected(),
-        functorch_config.patch(enable_autograd_cache=False),
-        combined_where_small() if beside is None else _with_source(beside),
-        nullcontext() if beside is None else _called_as_they_are(),
-        nullcontext() if beside is None else toolchain(beside) as runtime,
         warnings.catch_warnings(),
+        nullcontext() if beside is None else toolchain(beside) as runtime,
+        nullcontext() if beside is None else _called_as_they_are(),
+        combined_where_small() if beside is None else _with_source(beside),
+        functorch_config.patch(enable_autograd_cache=False),
     ):
         # Inductor's advice for GPUs; what is computed in is the user's choice.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)

@@ -120,32 +120,38 @@ def _best_instructions_only() -> Iterator[None]:
     """Has the best instructions taken that the processor has, and has the compiler tried with them where it must be.
 
     Inductor tries it with all of them, for which files are compiled and loaded each time, and takes the best that work
-    unless it is told a width (`simdlen`, for each thread, or `ATEN_CPU_CAPABILITY`).
+    unless it is told a width (`simdlen`, for each thread, or `ATEN_CPU_CAPABILITY`). It asks again of what it has taken
+    while it writes loops.
     """
     from torch._inductor import config, cpu_vec_isa
 
-    of_torch = cpu_vec_isa.valid_vec_isa_list
+    of_torch, trusted = cpu_vec_isa.valid_vec_isa_list, list[str]()
+
+    def trust(instructions: Any, code: str) -> bool:
+        trusted.append(code)
+        return True
 
     def best() -> list[Any]:
         is_told = config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY")
         return of_torch() if is_told else _best_instructions(of_torch)
 
-    with patch.object(cpu_vec_isa, "valid_vec_isa_list", best):
-        yield
+    trusting = nullcontext() if _are_tried.is_set() else patch.object(cpu_vec_isa.VecISA, "check_build", trust)
+    try:
+        with trusting, patch.object(cpu_vec_isa, "valid_vec_isa_list", best):
+            yield
+    finally:
+        if trusted:
+            _forget_instructions()  # what is trusted here is tried elsewhere
 
 
 @lru_cache
 def _best_instructions(of_torch: Any) -> list[Any]:
     from torch._inductor import cpu_vec_isa
 
-    trusted = nullcontext() if _are_tried.is_set() else patch.object(cpu_vec_isa.VecISA, "check_build", lambda *_: True)
     found: list[Any] = []
-    with trusted:
-        for each in cpu_vec_isa.supported_vec_isa_list:
-            with patch.object(cpu_vec_isa, "supported_vec_isa_list", [each]):
-                found = found or [*of_torch.__wrapped__()]
-    if not _are_tried.is_set():
-        _forget_instructions()  # what is trusted here is tried elsewhere
+    for each in cpu_vec_isa.supported_vec_isa_list:
+        with patch.object(cpu_vec_isa, "supported_vec_isa_list", [each]):
+            found = found or [*of_torch.__wrapped__()]
     return found
 
 

@@ -114,6 +114,17 @@ def test_the_best_instructions_are_taken_without_a_trial(known, tried):
     assert str(cpu_vec_isa.pick_vec_isa()) == "wide", "others than this package find what was taken on trust"
 
 
+def test_nothing_is_tried_while_a_step_is_compiled(forgotten, monkeypatch):
+    """Inductor asks again of each loop."""
+    tried = []
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", lambda *arguments: not tried.append(arguments))
+    with toolchain._best_instructions_only():
+        assert cpu_vec_isa.pick_vec_isa()
+    assert not tried
+    assert cpu_vec_isa.pick_vec_isa()
+    assert tried, "others than this package find what was taken on trust"
+
+
 def compile_for(asked, *unknown):
     asked.append(taken())
     if asked[-1] in unknown:
